@@ -39,8 +39,7 @@ fn write_symbols(args: &KernelSymbols) -> Result<()> {
     let files = kernel.which.files()?;
     let image = read(&files.image)?;
     let kernel = KernelSource::of(&files, source).kernel(&image)?;
-    let text = kernel.image().text_start();
-    let elf = symbol_elf::written(kernel.symbols(), text).context("the symbols cannot be written")?;
+    let elf = symbol_elf::of(&kernel).context("the symbols cannot be written")?;
     fs::write(file, elf).with_context(|| format!("cannot write {}", file.display()))
 }
 

@@ -1,5 +1,6 @@
 //! The real gdb, with a guest of `--gdb guest.gdb`.
 
+use crate::product::kernel;
 use crate::served::{PATIENCE, Served, said, text};
 use rustix::process::{Pid, Signal, kill_process};
 use std::fs;
@@ -7,6 +8,33 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
+
+/// Writes the kernel's symbols for gdb to this file in the guest's folder.
+#[track_caller]
+pub fn write_symbols(guest: &Served, file: &str) {
+    let symbols = Command::new(guest.binary())
+        .args(["kernel", "symbols", "--kernel", kernel().to_str().unwrap(), file])
+        .current_dir(guest.folder())
+        .output()
+        .unwrap();
+    assert!(symbols.status.success(), "{}", said(&symbols));
+}
+
+/// The functions that gdb's `bt` shows in the first trace behind `mark`, from the innermost on: those of the kernel, but for
+/// `<signal handler called>`.
+pub fn traced<'a>(said: &'a str, mark: &str) -> Vec<&'a str> {
+    let behind = said.split_once(mark).map_or("", |(_, behind)| behind);
+    let lines = behind.lines().skip_while(|line| !line.starts_with("#0 "));
+    lines.take_while(|line| line.starts_with('#')).filter_map(function).collect()
+}
+
+/// `NAME` of `#N  [ADDRESS in ]NAME (...`.
+fn function(line: &str) -> Option<&str> {
+    let (_, frame) = line.split_once(' ')?;
+    let frame = frame.trim_start();
+    let frame = if frame.starts_with("0x") { frame.split_once(" in ")?.1 } else { frame };
+    frame.split_once(" (").map(|(name, _)| name).filter(|name| *name != "??")
+}
 
 /// What gdb with these `symbols` says to this script, which begins with a guest that stands still. When the script has made a file called `ready`, gdb gets
 /// what Ctrl-C is.

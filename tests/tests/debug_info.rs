@@ -16,7 +16,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use tests::broken_module::{Bug, broken};
-use tests::gdb::gdb;
+use tests::gdb::{gdb, traced, write_symbols};
 use tests::pages::Page;
 use tests::product::{initrd_with, module};
 use tests::served::{Served, said, text, wait_until};
@@ -230,53 +230,73 @@ fn crash(guest: &Served, program: &Path, vmlinux: &str, dumped: &Value) -> Strin
     text(&output.stdout)
 }
 
-/// gdb has lines, local variables and whole stacks, and the commands that the kernel brings along for gdb.
+/// gdb has lines, local variables and whole stacks, and the commands that the kernel brings along for gdb, where they are built.
 #[test]
 fn gdb_and_the_kernels_own_commands_know_types() {
     let Some(subject) = Subject::under_test() else { return };
-    let Some(scripts) = env::var_os("VMM_GDB_SCRIPTS").map(PathBuf::from) else {
-        return println!("skipped: no scripts of this kernel's are built");
-    };
+    let scripts = env::var_os("VMM_GDB_SCRIPTS").map(PathBuf::from);
     let words = ["run", "--gdb=guest.gdb", "--gdb-wait", "--cpus=2", "--probe=__x64_sys_getppid"];
     let work = ["--cmdline=nokaslr workload=open:3,getppid:5 loglevel=5"];
     let Some(mut guest) = Served::start(&[&words[..], &work].concat(), &["guest.gdb"]) else { return };
-    let begin = format!("add-auto-load-safe-path /\nsource {}\n", scripts.display());
-    let said = gdb(
-        &guest,
-        &subject.vmlinux,
-        &(begin
-            + r#"
+    write_symbols(&guest, "vmlinux.sym");
+    let load = format!("add-symbol-file {}\n", subject.vmlinux());
+    let source = |scripts: &Path| format!("add-auto-load-safe-path /\nsource {}\n", scripts.display());
+    let sourced = scripts.as_deref().map(source).unwrap_or_default();
+    let commands = if scripts.is_some() { COMMANDS } else { "" };
+    let said =
+        gdb(&guest, Path::new("vmlinux.sym"), &[&load, &sourced, CALLED, commands, INTERRUPTED].concat());
+    guest.end();
+    assert!(said.contains("do_syscall_64 (regs="), "a stack with its arguments");
+    let interrupted = traced(&said, "Breakpoint 3, update_process_times (user_tick=");
+    let (last, inner) = interrupted.split_last().unwrap();
+    assert!(inner.contains(&"hrtimer_interrupt"), "{interrupted:?}");
+    assert!(LAST.contains(last), "{interrupted:?}");
+    assert!(said.lines().any(|line| line == "tick=0"));
+    if scripts.is_some() {
+        for line in ["task=init", "running=1", "Online CPUs   : [0, 1]"] {
+            assert!(said.lines().any(|own| own == line), "no `{line}`");
+        }
+        assert!(said.contains("swapper/0") && said.contains("   1   init"), "lx-ps");
+        assert!(said.matches("Linux version ").count() >= 2, "lx-version and lx-dmesg");
+    }
+}
+
+/// What nobody in the kernel has called: system calls, idle tasks, kernel threads.
+const LAST: [&str; 5] = [
+    "do_syscall_64",
+    "common_startup_64",
+    "secondary_startup_64_no_verify",
+    "ret_from_fork_asm",
+    "ret_from_fork",
+];
+/// A system call.
+const CALLED: &str = "
 hbreak *start_kernel
 continue
 delete
 break __x64_sys_getppid
 continue
 bt
+";
+/// The kernel's own commands and functions.
+const COMMANDS: &str = r#"
 printf "task=%s\n", $lx_current().comm
-printf "running=%d\n", $lx_per_cpu(runqueues).nr_running
+printf "running=%d\n", $lx_per_cpu(runqueues).nr_running > 0
 lx-version
 lx-ps
 lx-cpus
 lx-cmdline
 lx-dmesg
+"#;
+/// An interrupt, which came to whatever that CPU did.
+const INTERRUPTED: &str = r#"
 delete
-hbreak update_process_times
+hbreak update_process_times if user_tick == 0
 continue
 bt
 printf "tick=%d\n", user_tick
 detach
-"#),
-    );
-    guest.end();
-    for line in ["task=init", "running=1", "tick=0", "Online CPUs   : [0, 1]"] {
-        assert!(said.lines().any(|own| own == line), "no `{line}`");
-    }
-    assert!(said.contains("swapper/0") && said.contains("   1   init"), "lx-ps");
-    assert!(said.matches("Linux version ").count() >= 2, "lx-version and lx-dmesg");
-    assert!(said.contains("do_syscall_64 (regs="), "a stack with its arguments");
-    let interrupted = said.rsplit("update_process_times (user_tick=").next().unwrap();
-    assert!(interrupted.contains("sysvec_apic_timer_interrupt"), "it goes on behind the interrupt");
-}
+"#;
 
 /// What the frames of a CPU are called that reports a bug, and their variables.
 const HELD: &str = r#"

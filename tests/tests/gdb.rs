@@ -10,9 +10,7 @@ use guest_kernels::console::{complaint, number};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
-use std::process::Command;
-use tests::gdb::gdb;
-use tests::product::kernel;
+use tests::gdb::{gdb, traced, write_symbols};
 use tests::served::{Served, said, text};
 
 /// How often the workload calls a system call that nobody else does.
@@ -22,12 +20,7 @@ const CALLS: u64 = 12;
 fn start(words: &[&str]) -> Option<Served> {
     let own = ["run", "--gdb=guest.gdb", "--gdb-wait", "--output=hits.json"];
     let guest = Served::start(&[&own, words].concat(), &["guest.gdb"])?;
-    let symbols = Command::new(guest.binary())
-        .args(["kernel", "symbols", "--kernel", kernel().to_str().unwrap(), "vmlinux.sym"])
-        .current_dir(guest.folder())
-        .output()
-        .unwrap();
-    assert!(symbols.status.success(), "{}", said(&symbols));
+    write_symbols(&guest, "vmlinux.sym");
     Some(guest)
 }
 
@@ -56,6 +49,25 @@ fn printed(said: &str, name: &str) -> u64 {
     u64::from_str_radix(digits, 16).unwrap()
 }
 
+/// The functions of the first stack behind `mark` that `monitor stack` shows.
+fn stack<'a>(said: &'a str, mark: &str) -> Vec<&'a str> {
+    let behind = said.split_once(mark).unwrap().1;
+    let lines = behind.lines().skip_while(|line| !line.starts_with("cpu")).skip(1);
+    let lines = lines.take_while(|line| line.starts_with("  "));
+    lines.filter_map(|line| line.trim().split_once('+')).map(|(name, _)| name).collect()
+}
+
+/// Whether gdb has found each of the functions that we have, but for those at which the stack changes. It leaves out what the compiler has
+/// put behind a name.
+#[track_caller]
+fn same_stack(of_gdb: &[&str], own: &[&str]) {
+    let changes = |name: &&str| name.starts_with("asm_") || name.starts_with("sysvec_");
+    let plain = |name: &&str| name.split('.').next().unwrap_or_default().to_owned();
+    let own: Vec<String> = own.iter().filter(|name| !changes(name)).map(plain).collect();
+    assert_eq!(of_gdb.iter().map(plain).collect::<Vec<_>>(), own);
+    assert!(own.len() > 4, "{own:?}");
+}
+
 /// A boot to `start_kernel`; a condition; `finish`; steps over a probe of ours, which counts what it has to; the end of the guest.
 fn breaks_and_steps(cpus: &str) {
     let cmdline = format!("--cmdline=workload=getppid:{CALLS} loglevel=5");
@@ -80,6 +92,8 @@ set $back = *(unsigned long *)$rsp
 set $before = $rsp
 finish
 printf "back=%x\n", $pc == $back && $rsp == $before + 8
+bt
+monitor stack
 delete
 break *__x64_sys_getppid
 set $m = 0
@@ -101,6 +115,7 @@ continue
     assert_eq!((printed(&said, "n"), printed(&said, "there")), (5, 1));
     assert_eq!(printed(&said, "stepped"), 1);
     assert_eq!(printed(&said, "back"), 1);
+    assert!(traced(&said, "back=1").starts_with(&["do_syscall_64"]));
     assert!(said.contains("exited normally"), "gdb sees the end");
     let (console, recording) = end(guest);
     assert_eq!(number(&console, "getppid", "calls"), Some(CALLS), "{console}");
@@ -128,7 +143,8 @@ fn a_guest_is_watched_changed_interrupted_and_left_alone() {
 hbreak *update_process_times
 continue
 printf "tick=%x\n", $pc == (unsigned long)&update_process_times
-monitor stack 0
+bt
+monitor stack
 monitor stack 1
 monitor tasks
 delete
@@ -153,7 +169,9 @@ detach
 "#,
     );
     assert_eq!(printed(&said, "tick"), 1);
-    assert!(said.contains("asm_sysvec_"), "the stack goes on behind the interrupt");
+    let interrupted = stack(&said, "tick=1");
+    assert!(interrupted.iter().any(|name| name.starts_with("asm_sysvec_")), "{interrupted:?}");
+    same_stack(&traced(&said, "tick=1"), &interrupted);
     assert!(said.contains("Old value = ") && said.contains("New value = "), "jiffies go on");
     assert_eq!((printed(&said, "written"), printed(&said, "register")), (0x77, 0x1234));
     assert!(said.contains("SIGINT"), "gdb has interrupted the guest");

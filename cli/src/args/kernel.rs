@@ -63,8 +63,8 @@ Examples:
     List,
     /// Write the symbols of a kernel to an ELF file, for gdb
     ///
-    /// Distributions strip their kernels: this is what gdb needs of one to know names. It has neither code nor types; docs/gdb.md says what
-    /// that leaves out.
+    /// Distributions strip their kernels: this is what gdb needs of one to know names, and who called whom. It has neither code nor
+    /// types; docs/gdb.md says what that leaves out.
     #[command(after_long_help = "\
 Examples:
   vmm kernel symbols -k debian:6.12 vmlinux.sym")]

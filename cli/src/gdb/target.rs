@@ -30,6 +30,8 @@ pub(super) struct Debugged {
     step: Option<usize>,
     /// Whether one does.
     is_stepping: bool,
+    /// The CPU at which the guest has come to stand still.
+    stopped: usize,
 }
 
 /// The thread that a CPU is.
@@ -48,7 +50,7 @@ fn refused<T>(result: Result<T>) -> TargetResult<T, Debugged> {
 
 impl Debugged {
     pub(super) fn new(guest: Guest) -> Self {
-        Self { guest, points: Points::default(), step: None, is_stepping: false }
+        Self { guest, points: Points::default(), step: None, is_stepping: false, stopped: 0 }
     }
 
     /// What gdb is to be told next, where the guest goes on for it.
@@ -88,9 +90,9 @@ impl Debugged {
     }
 
     /// What gdb is told of `stop`; nothing where its breakpoint is not in any more.
-    fn reason(&self, stop: Stop) -> Option<MultiThreadStopReason<u64>> {
+    fn reason(&mut self, stop: Stop) -> Option<MultiThreadStopReason<u64>> {
         let tid = thread(stop.vcpu);
-        Some(match stop.probe.map(|probe| self.points.of_probe(probe)) {
+        let reason = match stop.probe.map(|probe| self.points.of_probe(probe)) {
             None => trapped(stop),
             Some(None) => return None,
             Some(Some(Point::Break { at })) if at == stop.rip => MultiThreadStopReason::SwBreak(tid),
@@ -100,15 +102,20 @@ impl Debugged {
             Some(Some(Point::Watch { at, access, .. })) => {
                 MultiThreadStopReason::Watch { tid, kind: access.kind(), addr: at }
             }
-        })
+        };
+        self.stopped = stop.vcpu;
+        Some(reason)
     }
 
     /// gdb wants the guest to stand still.
     pub(super) fn interrupt(&mut self) -> Result<MultiThreadStopReason<u64>> {
         self.guest.pause()?;
         self.is_stepping = false;
-        let stop = self.told_stop();
-        Ok(stop.unwrap_or(MultiThreadStopReason::SignalWithThread { tid: thread(0), signal: Signal::SIGINT }))
+        if let Some(stop) = self.told_stop() {
+            return Ok(stop);
+        }
+        self.stopped = 0;
+        Ok(MultiThreadStopReason::SignalWithThread { tid: thread(0), signal: Signal::SIGINT })
     }
 }
 
@@ -314,7 +321,8 @@ impl SectionOffsets for Debugged {
 
 impl MonitorCmd for Debugged {
     fn handle_monitor_cmd(&mut self, command: &[u8], mut out: ConsoleOutput<'_>) -> Result<()> {
-        let said = monitor::said(command, &mut self.guest, self.points.refused.as_deref());
+        let refused = self.points.refused.as_deref();
+        let said = monitor::said(command, &mut self.guest, self.stopped, refused);
         out.write_raw(said.as_bytes());
         Ok(())
     }

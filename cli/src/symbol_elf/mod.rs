@@ -1,16 +1,55 @@
-//! A kernel's symbols as an ELF file that debuggers read: no code, and one segment, with which all of it moves.
+//! A kernel's symbols as an ELF file that debuggers read: no code, and one segment, with which all of it moves. How the
+//! stack lies at each instruction is in there too, and of which build the kernel is: debuggers that have its debugging information
+//! somewhere find that by themselves.
+
+mod call_frames;
+mod pushes;
 
 use object::elf;
 use object::write::elf::{FileHeader, ProgramHeader, SectionHeader, Sym, Writer};
 use object::{Endianness, write::Error};
 use probe_engine::addr::Gva;
+use probe_engine::linux::kernel::Kernel;
+use probe_engine::linux::orc::{OrcError, OrcTable};
 use probe_engine::linux::symbols::{Symbol, SymbolTable};
 
-/// The file, for a kernel whose text begins at `text`.
+/// Why there is no such file.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum SymbolElfError {
+    #[error(transparent)]
+    Orc(OrcError),
+    #[error("what is known of its stacks takes more room than such a file has")]
+    CallFrames(#[source] gimli::write::Error),
+    #[error("there are more symbols than such a file has room for")]
+    Symbols(#[source] Error),
+}
+
+/// The file of a kernel. One that was built with another unwinder has frame pointers, which debuggers follow without being told.
 ///
 /// # Errors
-/// When it is larger than such a file can be.
-pub(crate) fn written(symbols: &SymbolTable, text: Gva) -> Result<Vec<u8>, Error> {
+/// When its ORC table is not understood, or something is larger than such a file can hold.
+pub(crate) fn of(kernel: &Kernel) -> Result<Vec<u8>, SymbolElfError> {
+    let image = kernel.image();
+    let call_frames = match OrcTable::parse(image) {
+        Ok(orc) => call_frames::debug_frame(&orc, kernel.symbols(), |range| image.bytes(range))
+            .map_err(SymbolElfError::CallFrames)?,
+        Err(OrcError::Missing) => Vec::new(),
+        Err(error) => return Err(SymbolElfError::Orc(error)),
+    };
+    let build_id = image.build_id().map(note).unwrap_or_default();
+    written(kernel.symbols(), image.text_start(), &call_frames, &build_id).map_err(SymbolElfError::Symbols)
+}
+
+/// The note with a build id: `Elf64_Nhdr` (u32 namesz, u32 descsz, u32 type), the name, the id.
+fn note(build_id: &[u8]) -> Vec<u8> {
+    let length = u32::try_from(build_id.len()).unwrap_or_default();
+    let head = [elf::ELF_NOTE_GNU.len() as u32 + 1, length, elf::NT_GNU_BUILD_ID];
+    let head = head.into_iter().flat_map(u32::to_le_bytes);
+    head.chain(*b"GNU\0").chain(build_id.iter().copied()).collect()
+}
+
+/// The file, for a kernel whose text begins at `text`.
+fn written(symbols: &SymbolTable, text: Gva, call_frames: &[u8], build_id: &[u8]) -> Result<Vec<u8>, Error> {
     let is_of_image = |symbol: &Symbol<'_>| symbol.is_placed() && symbol.at >= text;
     let of_image: Vec<_> =
         symbols.iter().filter(|symbol| is_of_image(symbol) && !symbol.is_padding()).collect();
@@ -23,6 +62,19 @@ pub(crate) fn written(symbols: &SymbolTable, text: Gva) -> Result<Vec<u8>, Error
     writer.reserve_null_section_index();
     let name = writer.add_section_name(b".text");
     let image = writer.reserve_section_index();
+    let parts = [
+        (&b".debug_frame"[..], elf::SHT_PROGBITS, call_frames, 8),
+        (&b".note.gnu.build-id"[..], elf::SHT_NOTE, build_id, 4),
+    ];
+    let parts: Vec<_> = parts
+        .into_iter()
+        .filter(|(_, _, bytes, _)| !bytes.is_empty())
+        .map(|(name, kind, bytes, align)| {
+            let name = writer.add_section_name(name);
+            let _ = writer.reserve_section_index();
+            (name, kind, bytes, align, writer.reserve(bytes.len(), align))
+        })
+        .collect();
     writer.reserve_symtab_section_index();
     writer.reserve_strtab_section_index();
     writer.reserve_shstrtab_section_index();
@@ -74,6 +126,10 @@ pub(crate) fn written(symbols: &SymbolTable, text: Gva) -> Result<Vec<u8>, Error
         p_memsz: size,
         p_align: 0x1000,
     });
+    for (_, _, bytes, _, at) in &parts {
+        writer.pad_until(*at);
+        writer.write(bytes);
+    }
     writer.write_null_symbol();
     entries.iter().for_each(|entry| writer.write_symbol(entry));
     writer.write_strtab();
@@ -91,6 +147,20 @@ pub(crate) fn written(symbols: &SymbolTable, text: Gva) -> Result<Vec<u8>, Error
         sh_addralign: 4096,
         sh_entsize: 0,
     });
+    for (name, kind, bytes, align, at) in &parts {
+        writer.write_section_header(&SectionHeader {
+            name: Some(*name),
+            sh_type: *kind,
+            sh_flags: 0,
+            sh_addr: 0,
+            sh_offset: *at as u64,
+            sh_size: bytes.len() as u64,
+            sh_link: 0,
+            sh_info: 0,
+            sh_addralign: *align as u64,
+            sh_entsize: 0,
+        });
+    }
     writer.write_symtab_section_header(locals);
     writer.write_strtab_section_header();
     writer.write_shstrtab_section_header();
@@ -118,7 +188,7 @@ mod tests {
         ] {
             all.push(at, kind, name).unwrap();
         }
-        let bytes = written(&all.finish(), text).unwrap();
+        let bytes = written(&all.finish(), text, &[], &[]).unwrap();
         let file = ElfFile64::<Endianness>::parse(&*bytes).unwrap();
         let mut names: Vec<_> =
             file.symbols().map(|symbol| (symbol.address(), symbol.name().unwrap())).collect();
