@@ -4,7 +4,8 @@
 //! The table says how RSP, RBP and the return address are found. Where the other registers are that a function has to
 //! keep is seen from what it pushes: see [`Pushes`].
 
-use super::pushes::{KEPT, Pushes};
+use super::pushes::{KEPT, Place, Pushes};
+use super::spans::{Function, Span, functions};
 use gimli::write::{
     Address, CallFrameInstruction, CieId, CommonInformationEntry, DebugFrame, EndianVec, Error, Expression,
     FrameDescriptionEntry, FrameTable, Result,
@@ -63,41 +64,6 @@ pub(super) fn debug_frame<'a>(
     Ok(section.0.into_vec())
 }
 
-/// Instructions for which one row holds.
-pub(super) struct Span {
-    pub(super) range: Range<Gva>,
-    pub(super) row: OrcRow,
-}
-
-/// What lies between two symbols.
-struct Function<'a> {
-    name: &'a str,
-    start: Gva,
-    spans: Vec<Span>,
-}
-
-/// All functions of which something is known. A row holds for several of them where they begin alike.
-fn functions<'a>(orc: &OrcTable, symbols: &'a SymbolTable) -> Vec<Function<'a>> {
-    let rows: Vec<(Gva, OrcRow)> = orc.rows().collect();
-    let mut functions: Vec<Function<'_>> = Vec::new();
-    let starts = symbols.text().filter(|symbol| symbol.is_placed());
-    for symbol in starts {
-        let Some(end) = symbols.end_of(symbol.at) else { continue };
-        if functions.last().is_some_and(|last| last.start == symbol.at) {
-            continue;
-        }
-        let first = rows.partition_point(|(at, _)| *at <= symbol.at).saturating_sub(1);
-        let here = rows.get(first..).unwrap_or_default();
-        let ends = here.iter().skip(1).map(|(at, _)| *at).chain([end]);
-        let spans = here.iter().zip(ends).take_while(|((at, _), _)| *at < end);
-        let spans =
-            spans.map(|((at, row), until)| Span { range: (*at).max(symbol.at)..until.min(end), row: *row });
-        let spans = spans.filter(|span| !span.range.is_empty() && span.row != OrcRow::Undefined).collect();
-        functions.push(Function { name: symbol.name, start: symbol.at, spans });
-    }
-    functions
-}
-
 /// What instructions have in common that one entry describes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
@@ -143,18 +109,6 @@ impl Kind {
         cie.signal_trampoline = matches!(self, Self::Frame { signal: true, .. });
         cie
     }
-}
-
-/// Where the caller's value of a register is.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Place {
-    /// Where the [`Kind`] has it.
-    Usual,
-    /// So far from the CFA.
-    Saved(i32),
-    /// So far from RBP.
-    AtBp(i16),
-    Unknown,
 }
 
 /// All that may change from one instruction to the next.

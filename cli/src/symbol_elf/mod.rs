@@ -4,6 +4,7 @@
 
 mod call_frames;
 mod pushes;
+mod spans;
 
 use object::elf;
 use object::write::elf::{FileHeader, ProgramHeader, SectionHeader, Sym, Writer};

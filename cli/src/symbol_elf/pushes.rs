@@ -4,7 +4,7 @@
 //! front of that row is the push. Behind `mov %rsp,%rbp` there are no such rows, as the frame is found by RBP: the
 //! instructions there are looked at.
 
-use super::call_frames::{Place, Span};
+use super::spans::Span;
 use gimli::{Register, X86_64};
 use iced_x86::{Decoder, DecoderOptions, FlowControl, Instruction, Mnemonic};
 use probe_engine::addr::Gva;
@@ -18,6 +18,18 @@ pub(super) const KEPT: [Register; 6] =
 
 /// Most bytes from where a frame is found by RBP to where all is pushed.
 const LONGEST_PROLOGUE: u64 = 128;
+
+/// Where the caller's value of a register is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Place {
+    /// Where all of that kind have it: in its register, where functions call each other.
+    Usual,
+    /// So far from the CFA.
+    Saved(i32),
+    /// So far from RBP.
+    AtBp(i16),
+    Unknown,
+}
 
 /// What a function pushes.
 pub(super) struct Pushes {
