@@ -70,7 +70,7 @@ fn same_stack(of_gdb: &[&str], own: &[&str]) {
 
 /// A boot to `start_kernel`; a condition; `finish`; steps over a probe of ours, which counts what it has to; the end of the guest.
 fn breaks_and_steps(cpus: &str) {
-    let cmdline = format!("--cmdline=workload=getppid:{CALLS} loglevel=5");
+    let cmdline = format!("--cmdline=workload=open:3,getppid:{CALLS} loglevel=5");
     let probe = "--probe=__x64_sys_getppid";
     let Some(guest) = start(&[cpus, &cmdline, probe]) else { return };
     let said = gdb(
@@ -82,6 +82,12 @@ break *start_kernel
 continue
 printf "early=%x\n", $pc == (unsigned long)&start_kernel
 printf "paging=%x\n", ($cr0 >> 31) & 1
+delete
+break *do_sys_openat2
+continue
+set $back = *(unsigned long *)$rsp
+finish
+printf "alone=%x\n", $pc == $back
 delete
 set $n = 0
 break *__x64_sys_getppid if ++$n == 5
@@ -112,6 +118,7 @@ continue
     );
     assert_eq!(printed(&said, "early"), 1);
     assert_eq!(printed(&said, "paging"), 1);
+    assert_eq!(printed(&said, "alone"), 1, "a step from a place that has no probe but gdb's");
     assert_eq!((printed(&said, "n"), printed(&said, "there")), (5, 1));
     assert_eq!(printed(&said, "stepped"), 1);
     assert_eq!(printed(&said, "back"), 1);

@@ -33,7 +33,7 @@ pub enum Shadow {
 }
 
 /// `flags` without the bits that no CPU in 64-bit mode holds, as `popf` drops them. KVM sets bit 1.
-pub(super) fn rflags(flags: u64) -> u64 {
+pub(crate) fn rflags(flags: u64) -> u64 {
     /// Virtual interrupts, which the guest may have on if the host's CPU has them.
     const VIF_VIP: u64 = 3 << 19;
     flags & (CF | PF | AF | ZF | SF | TF | IF | DF | OF | IOPL | NT | RF | AC | VIF_VIP | ID)

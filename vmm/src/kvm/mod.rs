@@ -11,6 +11,7 @@ mod vcpu;
 
 pub use counters::Statistics;
 pub use entry::Shadow;
+pub(crate) use entry::rflags as held_rflags;
 pub use entry_filter::EntryFilter;
 pub use exit::{Data, DebugExit, DeviceAccess, Exit, Left, Space};
 pub use fault::Exception;

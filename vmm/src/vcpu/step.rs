@@ -6,7 +6,7 @@
 
 use super::tables::VcpuTables;
 use super::{Flow, Vcpu};
-use crate::kvm::{DebugExit, Shadow};
+use crate::kvm::{DebugExit, Shadow, held_rflags};
 use crate::trap::{Breakpoint, Delivery};
 use probe_engine::addr::Gva;
 use probe_engine::insn::emulate::Emulation;
@@ -37,10 +37,8 @@ impl Vcpu {
 
     /// Whether the vCPU, which is at `regs`, has executed its instruction.
     pub(super) fn has_stepped(&self, regs: &Regs, tables: &VcpuTables) -> bool {
-        let without_resume = |regs: &Regs| Regs { rflags: regs.rflags & !rflags::RF, ..*regs };
         self.step.is_some_and(|step| {
-            let is_elsewhere = without_resume(regs) != without_resume(&step.from);
-            (step.is_done || is_elsewhere) && !tables.is_own(Gva(regs.rip))
+            (step.is_done || is_elsewhere(&step.from, regs)) && !tables.is_own(Gva(regs.rip))
         })
     }
 
@@ -97,6 +95,13 @@ impl Vcpu {
     }
 }
 
+/// Whether a CPU that is at `now` has done something since it was at `before`. QEMU's processor gives RFLAGS without bit 1, which
+/// KVM sets in what is written, and RF is there for a breakpoint alone.
+fn is_elsewhere(before: &Regs, now: &Regs) -> bool {
+    let plain = |regs: &Regs| Regs { rflags: held_rflags(regs.rflags) & !rflags::RF, ..*regs };
+    plain(now) != plain(before)
+}
+
 /// The instruction at `at`, if it stores the flags: those of a CPU that steps are not the guest's.
 fn shows_flags<M: probe_engine::memory::PhysMemory>(
     at: Gva,
@@ -108,5 +113,21 @@ fn shows_flags<M: probe_engine::memory::PhysMemory>(
     match plan(&byte, at, None, false) {
         Ok(StepPlan::Emulate(emulation)) => Some(emulation),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn flags_that_are_no_results_are_no_step() {
+        let before = Regs { rip: 0x1000, rflags: 0x244 | rflags::RF, ..Regs::default() };
+        assert!(!is_elsewhere(&before, &Regs { rflags: 0x246, ..before }));
+        for now in
+            [Regs { rflags: 0x206, ..before }, Regs { rip: 0x1001, ..before }, Regs { rcx: 1, ..before }]
+        {
+            assert!(is_elsewhere(&before, &now), "{now:?}");
+        }
     }
 }
