@@ -139,9 +139,9 @@ fn two_cpus_break_step_and_count() {
     breaks_and_steps("--cpus=2");
 }
 
-#[test]
-fn a_guest_is_watched_changed_interrupted_and_left_alone() {
-    let words = ["--cpus=2", "--cmdline=workload=mix:60 loglevel=5", "--probe=do_sys_openat2"];
+/// An interrupt and its stack; a variable that changes; memory and registers that are set; Ctrl-C; a guest that goes on alone.
+fn watched_and_left_alone(cpus: usize) {
+    let words = [&format!("--cpus={cpus}"), "--cmdline=workload=mix:60 loglevel=5", "--probe=do_sys_openat2"];
     let Some(guest) = start(&words) else { return };
     let said = gdb(
         &guest,
@@ -152,7 +152,7 @@ continue
 printf "tick=%x\n", $pc == (unsigned long)&update_process_times
 bt
 monitor stack
-monitor stack 1
+monitor stack 0
 monitor tasks
 delete
 watch *(unsigned long *)&jiffies_64
@@ -183,9 +183,19 @@ detach
     assert_eq!((printed(&said, "written"), printed(&said, "register")), (0x77, 0x1234));
     assert!(said.contains("SIGINT"), "gdb has interrupted the guest");
     assert_eq!(printed(&said, "interrupted"), 1);
-    assert!(said.contains("Thread 1.2"), "a CPU is a thread");
+    assert!(said.contains(&format!("Thread 1.{cpus}")), "a CPU is a thread");
     assert!(said.contains("monitor probes"), "monitor has help");
     let (console, recording) = end(guest);
     let opened = number(&console, "done", "openat");
     assert_eq!(Some(hits(&recording, "do_sys_openat2")), opened, "{console}");
+}
+
+#[test]
+fn one_cpu_is_watched_changed_interrupted_and_left_alone() {
+    watched_and_left_alone(1);
+}
+
+#[test]
+fn two_cpus_are_watched_changed_interrupted_and_left_alone() {
+    watched_and_left_alone(2);
 }
