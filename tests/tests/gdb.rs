@@ -160,7 +160,7 @@ continue
 delete
 set $held = *(int *)&panic_on_oops
 set var *(int *)&panic_on_oops = 0x77
-printf "written=%x\n", *(int *)&panic_on_oops
+printf "written=%x\n", (int)panic_on_oops
 set var *(int *)&panic_on_oops = $held
 set $held = $r15
 set $r15 = 0x1234

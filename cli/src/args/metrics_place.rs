@@ -1,6 +1,5 @@
 //! Where metrics are served.
 
-use std::convert::Infallible;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -15,12 +14,18 @@ pub(crate) enum MetricsPlace {
 }
 
 impl FromStr for MetricsPlace {
-    type Err = Infallible;
+    type Err = String;
 
-    fn from_str(text: &str) -> Result<Self, Infallible> {
+    fn from_str(text: &str) -> Result<Self, String> {
         let port = |port| SocketAddr::from((Ipv4Addr::LOCALHOST, port));
         let address = text.parse().map(port).ok().or_else(|| text.parse().ok());
-        Ok(address.map_or_else(|| Self::Socket(text.into()), Self::Port))
+        match address {
+            Some(address) => Ok(Self::Port(address)),
+            None if text.bytes().all(|byte| byte.is_ascii_digit()) => {
+                Err(format!("`{text}` is no port: write 0 to 65535, or a path"))
+            }
+            None => Ok(Self::Socket(text.into())),
+        }
     }
 }
 
@@ -33,8 +38,9 @@ mod tests {
         let place = |text: &str| text.parse::<MetricsPlace>().unwrap();
         assert_eq!(place("9100"), MetricsPlace::Port("127.0.0.1:9100".parse().unwrap()));
         assert_eq!(place("[::1]:9100"), MetricsPlace::Port("[::1]:9100".parse().unwrap()));
-        for path in ["metrics", "/run/metrics", "./9100", "99999999"] {
+        for path in ["metrics", "/run/metrics", "./9100"] {
             assert_eq!(place(path), MetricsPlace::Socket(path.into()));
         }
+        assert!("65536".parse::<MetricsPlace>().is_err() && "".parse::<MetricsPlace>().is_err());
     }
 }

@@ -1,6 +1,7 @@
 //! A connection to a control socket, by which one call after the other is made.
 
 use super::methods::PROTOCOL;
+use crate::say::{Picture, harmless};
 use anyhow::{Context, Result, anyhow, bail};
 use serde_json::{Value, json};
 use std::collections::VecDeque;
@@ -60,7 +61,11 @@ impl Connection {
             }
             if let Some(error) = answer.get("error") {
                 let message = error.get("message").and_then(Value::as_str).context(NONSENSE)?;
-                return Err(anyhow!("{message}"));
+                return Err(match message.contains('\n') {
+                    // It shows what is wrong where it stands.
+                    true => Picture(message.lines().map(harmless).collect::<Vec<_>>().join("\n")).into(),
+                    false => anyhow!("{message}"),
+                });
             }
             let is_own = answer.get("id").and_then(Value::as_u64) == Some(self.last);
             let result = answer.get_mut("result").filter(|_| is_own).context(NONSENSE)?;

@@ -23,9 +23,14 @@ pub(crate) fn list_line(probe: &LiveProbe) -> String {
     if !probe.enabled && probe.state != "disabled" {
         flags.push_str("[DISABLED]");
     }
-    if probe.state != "armed" {
-        // Writing to a string cannot fail.
-        let _ = write!(flags, "[{}]", probe.state.to_uppercase());
+    match &*probe.state {
+        "armed" => {}
+        // All are taken out: nobody has disabled this one.
+        "disabled" if probe.enabled => flags.push_str("[DISARMED]"),
+        state => {
+            // Writing to a string cannot fail.
+            let _ = write!(flags, "[{}]", state.to_uppercase());
+        }
     }
     let event = probe.event.as_ref().map(|event| format!(" {event}")).unwrap_or_default();
     let line =

@@ -43,8 +43,9 @@ pub(super) fn serve(endpoint: &Endpoint, entrance: &Entrance, ended: &OwnedFd) {
             return;
         }
         let Some(stream) = has_come.then(|| endpoint.accept().ok()).flatten() else { continue };
-        if let Err(error) = one(stream, entrance, ended) {
-            note(format_args!("gdb was left: {error:#}"));
+        match one(stream, entrance, ended) {
+            Err(error) if !error.is::<Gone>() => note(format_args!("gdb was left: {error:#}")),
+            _ => {}
         }
     }
 }
@@ -88,8 +89,16 @@ fn greeting(wire: &mut Wire, ended: &OwnedFd) -> Result<Option<Vec<u8>>> {
     }
 }
 
+/// gdb has gone, amid what it was told.
+#[derive(Debug, thiserror::Error)]
+#[error("gdb has gone")]
+struct Gone;
+
 fn said(error: &GdbStubError<Error, std::io::Error>) -> Error {
-    anyhow::anyhow!("{error}")
+    match error.is_connection_error() {
+        true => Gone.into(),
+        false => anyhow::anyhow!("{error}"),
+    }
 }
 
 /// Speaks until one of both leaves, where gdb has said the `first` bytes. Says how gdb has taken leave, if it has.

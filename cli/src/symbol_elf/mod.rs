@@ -7,12 +7,14 @@ mod pushes;
 mod spans;
 
 use object::elf;
+use object::write::StringId;
 use object::write::elf::{FileHeader, ProgramHeader, SectionHeader, Sym, Writer};
 use object::{Endianness, write::Error};
 use probe_engine::addr::Gva;
 use probe_engine::linux::kernel::Kernel;
 use probe_engine::linux::orc::{OrcError, OrcTable};
 use probe_engine::linux::symbols::{Symbol, SymbolTable};
+use std::ops::Range;
 
 /// Why there is no such file.
 #[derive(Debug, thiserror::Error)]
@@ -38,7 +40,56 @@ pub(crate) fn of(kernel: &Kernel) -> Result<Vec<u8>, SymbolElfError> {
         Err(error) => return Err(SymbolElfError::Orc(error)),
     };
     let build_id = image.build_id().map(note).unwrap_or_default();
-    written(kernel.symbols(), image.text_start(), &call_frames, &build_id).map_err(SymbolElfError::Symbols)
+    let code = image.sections().filter(|section| section.executable).map(|section| section.range);
+    written(kernel.symbols(), image.text_start(), &code.collect::<Vec<_>>(), &call_frames, &build_id)
+        .map_err(SymbolElfError::Symbols)
+}
+
+/// A part of the kernel, as a section of the file: a debugger takes what lies in code for a function.
+struct Part {
+    range: Range<Gva>,
+    is_code: bool,
+}
+
+impl Part {
+    /// All parts from `text` to `end`, where `code` is what holds code.
+    fn all(text: Gva, end: Gva, code: &[Range<Gva>]) -> Vec<Self> {
+        let mut code: Vec<_> = code.iter().filter(|range| range.start >= text && !range.is_empty()).collect();
+        code.sort_by_key(|range| range.start);
+        let (mut parts, mut at) = (Vec::new(), text);
+        for range in code {
+            let range = range.start.max(at)..range.end.min(end);
+            if range.is_empty() {
+                continue;
+            }
+            parts.push(Self { range: at..range.start, is_code: false });
+            at = range.end;
+            parts.push(Self { range, is_code: true });
+        }
+        parts.push(Self { range: at..end, is_code: false });
+        parts.retain(|part| !part.range.is_empty());
+        parts
+    }
+
+    fn name(&self) -> &'static [u8] {
+        if self.is_code { b".text" } else { b".data" }
+    }
+
+    fn header(&self, name: StringId) -> SectionHeader {
+        let kind = if self.is_code { elf::SHF_EXECINSTR } else { elf::SHF_WRITE };
+        SectionHeader {
+            name: Some(name),
+            sh_type: elf::SHT_NOBITS,
+            sh_flags: (elf::SHF_ALLOC | kind).into(),
+            sh_addr: self.range.start.0,
+            sh_offset: 0,
+            sh_size: self.range.end.0.wrapping_sub(self.range.start.0),
+            sh_link: 0,
+            sh_info: 0,
+            sh_addralign: 1,
+            sh_entsize: 0,
+        }
+    }
 }
 
 /// The note with a build id: `Elf64_Nhdr` (u32 namesz, u32 descsz, u32 type), the name, the id.
@@ -49,25 +100,35 @@ fn note(build_id: &[u8]) -> Vec<u8> {
     head.chain(*b"GNU\0").chain(build_id.iter().copied()).collect()
 }
 
-/// The file, for a kernel whose text begins at `text`.
-fn written(symbols: &SymbolTable, text: Gva, call_frames: &[u8], build_id: &[u8]) -> Result<Vec<u8>, Error> {
+/// The file, for a kernel whose text begins at `text`, and which has `code` there and elsewhere.
+fn written(
+    symbols: &SymbolTable,
+    text: Gva,
+    code: &[Range<Gva>],
+    call_frames: &[u8],
+    build_id: &[u8],
+) -> Result<Vec<u8>, Error> {
     let is_of_image = |symbol: &Symbol<'_>| symbol.is_placed() && symbol.at >= text;
     let of_image: Vec<_> =
         symbols.iter().filter(|symbol| is_of_image(symbol) && !symbol.is_padding()).collect();
-    let end = of_image.last().map_or(text, |symbol| symbol.at);
-    let size = end.0 - text.0 + 1;
+    let end = of_image.last().map_or(text, |symbol| symbol.at).add(1);
     let mut bytes = Vec::new();
     let mut writer = Writer::new(Endianness::Little, true, &mut bytes);
     writer.reserve_file_header();
     writer.reserve_program_headers(1);
     writer.reserve_null_section_index();
-    let name = writer.add_section_name(b".text");
-    let image = writer.reserve_section_index();
-    let parts = [
+    let parts = Part::all(text, end, code);
+    let parts: Vec<_> = parts
+        .iter()
+        .map(|part| (part, writer.add_section_name(part.name()), writer.reserve_section_index()))
+        .collect();
+    let section_of =
+        |at: Gva| parts.iter().find(|(part, ..)| at.is_in(&part.range)).map(|(.., index)| *index);
+    let contents = [
         (&b".debug_frame"[..], elf::SHT_PROGBITS, call_frames, 8),
         (&b".note.gnu.build-id"[..], elf::SHT_NOTE, build_id, 4),
     ];
-    let parts: Vec<_> = parts
+    let contents: Vec<_> = contents
         .into_iter()
         .filter(|(_, _, bytes, _)| !bytes.is_empty())
         .map(|(name, kind, bytes, align)| {
@@ -92,11 +153,12 @@ fn written(symbols: &SymbolTable, text: Gva, call_frames: &[u8], build_id: &[u8]
         .chain(global.iter().map(|symbol| (symbol, elf::STB_GLOBAL)))
     {
         let name = writer.add_string(symbol.name.as_bytes());
-        writer.reserve_symbol_index(Some(image));
+        let section = section_of(symbol.at);
+        writer.reserve_symbol_index(section);
         let kind = if symbol.is_text() { elf::STT_FUNC } else { elf::STT_OBJECT };
         entries.push(Sym {
             name: Some(name),
-            section: Some(image),
+            section,
             st_info: (binding << 4) | kind,
             st_other: elf::STV_DEFAULT,
             st_shndx: 0,
@@ -124,10 +186,10 @@ fn written(symbols: &SymbolTable, text: Gva, call_frames: &[u8], build_id: &[u8]
         p_vaddr: text.0,
         p_paddr: text.0,
         p_filesz: 0,
-        p_memsz: size,
+        p_memsz: end.0.wrapping_sub(text.0),
         p_align: 0x1000,
     });
-    for (_, _, bytes, _, at) in &parts {
+    for (_, _, bytes, _, at) in &contents {
         writer.pad_until(*at);
         writer.write(bytes);
     }
@@ -136,19 +198,8 @@ fn written(symbols: &SymbolTable, text: Gva, call_frames: &[u8], build_id: &[u8]
     writer.write_strtab();
     writer.write_shstrtab();
     writer.write_null_section_header();
-    writer.write_section_header(&SectionHeader {
-        name: Some(name),
-        sh_type: elf::SHT_NOBITS,
-        sh_flags: (elf::SHF_ALLOC | elf::SHF_EXECINSTR | elf::SHF_WRITE).into(),
-        sh_addr: text.0,
-        sh_offset: 0,
-        sh_size: size,
-        sh_link: 0,
-        sh_info: 0,
-        sh_addralign: 4096,
-        sh_entsize: 0,
-    });
-    for (name, kind, bytes, align, at) in &parts {
+    parts.iter().for_each(|(part, name, _)| writer.write_section_header(&part.header(*name)));
+    for (name, kind, bytes, align, at) in &contents {
         writer.write_section_header(&SectionHeader {
             name: Some(*name),
             sh_type: *kind,
@@ -172,7 +223,7 @@ fn written(symbols: &SymbolTable, text: Gva, call_frames: &[u8], build_id: &[u8]
 mod tests {
     use super::*;
     use object::read::elf::ElfFile64;
-    use object::{Object as _, ObjectSymbol as _};
+    use object::{Object as _, ObjectSection as _, ObjectSymbol as _};
     use probe_engine::linux::symbols::SymbolTableBuilder;
 
     #[test]
@@ -189,7 +240,8 @@ mod tests {
         ] {
             all.push(at, kind, name).unwrap();
         }
-        let bytes = written(&all.finish(), text, &[], &[]).unwrap();
+        let code = text..text.add(0x800);
+        let bytes = written(&all.finish(), text, &[code], &[], &[]).unwrap();
         let file = ElfFile64::<Endianness>::parse(&*bytes).unwrap();
         let mut names: Vec<_> =
             file.symbols().map(|symbol| (symbol.address(), symbol.name().unwrap())).collect();
@@ -197,6 +249,11 @@ mod tests {
         let expected = [(0, "_text"), (0x10, "vfs_read"), (0x50, "next"), (0x1000, "jiffies")];
         assert_eq!(names, expected.map(|(offset, name)| (text.0 + offset, name)));
         let read = file.symbols().find(|symbol| symbol.name() == Ok("vfs_read")).unwrap();
+        let section = |name: &str| {
+            let symbol = file.symbols().find(|symbol| symbol.name() == Ok(name)).unwrap();
+            file.section_by_index(symbol.section_index().unwrap()).unwrap().name().unwrap().to_owned()
+        };
+        assert_eq!(["next", "jiffies"].map(section), [".text", ".data"]);
         assert!(read.is_local() && read.size() == 0x30 && read.kind() == object::SymbolKind::Text);
     }
 }
