@@ -83,12 +83,14 @@ continue
 printf "early=%x\n", $pc == (unsigned long)&start_kernel
 printf "paging=%x\n", ($cr0 >> 31) & 1
 delete
-break *do_sys_openat2
+tbreak *do_sys_openat2
 continue
+set $there = $pc
 set $back = *(unsigned long *)$rsp
+stepi
+printf "alone=%x\n", $pc > $there && $pc < $there + 16
 finish
-printf "alone=%x\n", $pc == $back
-delete
+printf "called=%x\n", $pc == $back
 set $n = 0
 break *__x64_sys_getppid if ++$n == 5
 continue
@@ -119,6 +121,7 @@ continue
     assert_eq!(printed(&said, "early"), 1);
     assert_eq!(printed(&said, "paging"), 1);
     assert_eq!(printed(&said, "alone"), 1, "a step from a place that has no probe but gdb's");
+    assert_eq!(printed(&said, "called"), 1, "it is known who has called, behind the first instruction");
     assert_eq!((printed(&said, "n"), printed(&said, "there")), (5, 1));
     assert_eq!(printed(&said, "stepped"), 1);
     assert_eq!(printed(&said, "back"), 1);

@@ -4,7 +4,7 @@ use crate::kernel_view::KernelView;
 use crate::memory::GuestRam;
 use probe_engine::addr::Gva;
 use probe_engine::linux::mappings::{LONGEST_PATH, Mapping};
-use probe_engine::linux::unwind::{Code, Cut, End, Frame, UserEnd, UserWalk, Walk};
+use probe_engine::linux::unwind::{Code, Cut, End, Frame, Ours, UserEnd, UserWalk, Walk};
 use probe_engine::regs::Regs;
 use probe_engine::virt_memory::VirtMemory;
 
@@ -73,6 +73,8 @@ impl UserStack {
 pub(crate) trait Callers {
     /// What `at` stands for: a trampoline for the caller behind it, a copy for its original.
     fn real(&self, at: Gva, ram: &GuestRam) -> Option<Gva>;
+    /// The registers behind the detour in which a task is with `regs`, if it is in one.
+    fn behind(&self, regs: &Regs, memory: &VirtMemory<'_, GuestRam>) -> Option<Regs>;
 }
 
 /// What a walk gives, one after the other.
@@ -99,13 +101,28 @@ pub(crate) struct Walked<'a> {
     pub(crate) task: Option<Gva>,
 }
 
+/// What of ours a walk of a stack comes by.
+struct OnStack<'a> {
+    callers: &'a dyn Callers,
+    memory: &'a VirtMemory<'a, GuestRam>,
+}
+
+impl Ours for OnStack<'_> {
+    fn real(&self, _: Gva, value: Gva) -> Option<Gva> {
+        self.callers.real(value, self.memory.phys)
+    }
+
+    fn behind(&self, regs: &Regs) -> Option<Regs> {
+        self.callers.behind(regs, self.memory)
+    }
+}
+
 /// Walks a stack, for at most `most` frames of the kernel. Gives nothing where the kernel's tables are not known.
 pub(crate) fn walk(walked: Walked<'_>, most: usize, mut put: impl FnMut(Piece)) {
     let Walked { view, callers, memory, regs, .. } = walked;
     let Some(kernel) = &view.unwind else { return };
     let code = Code { kernel, slide: view.slide, modules: &view.modules };
-    let real = |_, value| callers.real(value, memory.phys);
-    let mut frames = Walk::new(code, memory, regs, most.min(MOST_FRAMES), real);
+    let mut frames = Walk::new(code, memory, regs, most.min(MOST_FRAMES), OnStack { callers, memory });
     frames.by_ref().for_each(|frame| put(Piece::Frame(frame)));
     let Some(end) = frames.end() else { return };
     put(Piece::End(end));

@@ -13,7 +13,11 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
+use std::thread;
+use std::time::{Duration, Instant};
 
+/// How long a guest may take to say of which kernel it is.
+const LONGEST_BOOT: Duration = Duration::from_secs(30);
 /// So many descriptors of a client are kept.
 const MOST_DESCRIPTORS: usize = 16;
 /// All commands that there are.
@@ -207,8 +211,23 @@ impl Commands {
             ));
         };
         let file = File::from(self.take_named(name)?);
+        self.wait_for_vmcoreinfo()?;
         let connection = join(&self.entrance)?;
         vmcore::write(connection, part, &file).map_err(|error| QmpError::generic(format!("{error:#}")))
+    }
+
+    /// Who reads a dump wants to know of which kernel it is. One that boots says so early, and one that stands still says no more.
+    fn wait_for_vmcoreinfo(&mut self) -> Result<(), QmpError> {
+        let until = Instant::now() + LONGEST_BOOT;
+        while Instant::now() < until {
+            let is_known =
+                self.call("vmcoreinfo", Value::Null)?.get("bytes").is_some_and(|bytes| !bytes.is_null());
+            if is_known || self.status()?.get("running") != Some(&json!(true)) {
+                break;
+            }
+            thread::sleep(Duration::from_millis(100));
+        }
+        Ok(())
     }
 
     fn connection(&mut self) -> Result<&mut Connection, QmpError> {

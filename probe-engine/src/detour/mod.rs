@@ -17,6 +17,7 @@
 //! can tell is whether a task was interrupted between two of these instructions: it would go on in the middle of the jump.
 //! Whoever writes the jump has to look, with every vCPU parked.
 
+pub mod behind;
 pub mod condition;
 pub mod groups;
 pub mod instances;

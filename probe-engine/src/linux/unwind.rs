@@ -32,6 +32,8 @@ const PIECE: usize = 512;
 const LARGEST_STACK: u64 = 64 << 10;
 /// Most changes to another stack: one CPU has six, and a task one.
 const MOST_STACKS: u32 = 8;
+/// Most code of ours that a stack leads through: the guest may write there what it likes.
+const MOST_OF_OURS: u32 = 8;
 /// What a frame with a frame pointer looks like: what the kernel takes code for that it has no row for.
 const FRAME_POINTER: OrcFrame = OrcFrame {
     holds: Holds::Return,
@@ -125,7 +127,7 @@ pub struct UserRegs {
 pub struct Walk<'a, M: PhysMemory + ?Sized, F> {
     code: Code<'a>,
     stack: StackMemory<'a, M>,
-    real: F,
+    ours: F,
     at: FrameState,
     first: Option<Frame>,
     left: usize,
@@ -146,6 +148,8 @@ struct FrameState {
     stack: u64,
     /// How many times the stack may still change.
     stacks_left: u32,
+    /// How many times it may still lead through code of ours.
+    ours_left: u32,
 }
 
 /// Registers that only saved ones have.
@@ -159,14 +163,31 @@ struct Saved {
     ax: u64,
 }
 
-impl<'a, M: PhysMemory + ?Sized, F: Fn(Gva, Gva) -> Option<Gva>> Walk<'a, M, F> {
+/// What is not the guest's on a stack, or in its code.
+pub trait Ours {
+    /// What really is where `value` stands at `slot` (GVA) as a return address, or as where an interrupt came.
+    fn real(&self, slot: Gva, value: Gva) -> Option<Gva>;
+
+    /// The registers behind code of ours in which a task is with `regs`: RIP, RSP and RBP are known, and of others that which was saved.
+    fn behind(&self, regs: &Regs) -> Option<Regs> {
+        let _ = regs;
+        None
+    }
+}
+
+impl<F: Fn(Gva, Gva) -> Option<Gva>> Ours for F {
+    fn real(&self, slot: Gva, value: Gva) -> Option<Gva> {
+        self(slot, value)
+    }
+}
+
+impl<'a, M: PhysMemory + ?Sized, F: Ours> Walk<'a, M, F> {
     /// A walk from `regs` of at most `most` frames, the instruction at `regs.rip` included. The stack is read through
     /// `memory`, whose page tables have to map the kernel.
     ///
-    /// `real(slot, value)` is asked of every return address, `slot` being where it lies: when `value` stands there in
-    /// place of another it says that other one.
+    /// `ours` is asked of every return address.
     #[must_use]
-    pub fn new(code: Code<'a>, memory: &'a VirtMemory<'a, M>, regs: &Regs, most: usize, real: F) -> Self {
+    pub fn new(code: Code<'a>, memory: &'a VirtMemory<'a, M>, regs: &Regs, most: usize, ours: F) -> Self {
         let Regs { rbp: bp, r10, r13, rdi: di, rdx: dx, rax: ax, .. } = *regs;
         let ip = Gva(regs.rip);
         let user = UserRegs { rip: ip, rsp: Gva(regs.rsp), rbp: Gva(bp) };
@@ -179,6 +200,7 @@ impl<'a, M: PhysMemory + ?Sized, F: Fn(Gva, Gva) -> Option<Gva>> Walk<'a, M, F> 
             is_reliable: true,
             stack: regs.rsp,
             stacks_left: MOST_STACKS,
+            ours_left: MOST_OF_OURS,
         };
         // The kernel may have called a null pointer; anything else in the lower half is user code.
         let is_user = ip.0 != 0 && !ip.is_kernels();
@@ -187,7 +209,7 @@ impl<'a, M: PhysMemory + ?Sized, F: Fn(Gva, Gva) -> Option<Gva>> Walk<'a, M, F> 
         Self {
             code,
             stack: StackMemory { memory, page: None, piece: (None, [0; PIECE]) },
-            real,
+            ours,
             at,
             first,
             left: most,
@@ -260,14 +282,18 @@ impl<'a, M: PhysMemory + ?Sized, F: Fn(Gva, Gva) -> Option<Gva>> Walk<'a, M, F> 
             return Err(End::User(UserRegs { rip: at.ip, rsp: Gva(at.sp), rbp: Gva(at.bp) }));
         }
         let mut kind = if row.holds == Holds::Return { FrameKind::Return } else { FrameKind::Interrupted };
-        at.ip = (self.real)(Gva(slot), at.ip).unwrap_or(at.ip);
-        // A task that is held waits in code that the kernel does not know, and goes on behind it.
+        at.ip = self.ours.real(Gva(slot), at.ip).unwrap_or(at.ip);
+        // A task that is held waits in code that the kernel does not know, and one that is in a detour is on its way out: both go on
+        // behind that.
         if !code.is_kernels(at.ip)
             && code.may_be_ours(at.ip)
-            && let Some(behind) = gate::behind(&at.regs(), stack.memory)
+            && at.ours_left > 0
+            && let Some(behind) =
+                gate::behind(&at.regs(), stack.memory).or_else(|| self.ours.behind(&at.regs()))
         {
+            at.ours_left -= 1;
             at.go_on(&behind);
-            at.ip = (self.real)(Gva(behind.rsp.wrapping_sub(8)), at.ip).unwrap_or(at.ip);
+            at.ip = self.ours.real(Gva(behind.rsp.wrapping_sub(8)), at.ip).unwrap_or(at.ip);
             kind = FrameKind::Interrupted;
         }
         let may_leave =
@@ -382,7 +408,7 @@ impl FrameState {
     }
 }
 
-impl<M: PhysMemory + ?Sized, F: Fn(Gva, Gva) -> Option<Gva>> Iterator for Walk<'_, M, F> {
+impl<M: PhysMemory + ?Sized, F: Ours> Iterator for Walk<'_, M, F> {
     type Item = Frame;
 
     fn next(&mut self) -> Option<Frame> {

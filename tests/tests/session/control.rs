@@ -1,6 +1,7 @@
 //! A guest that is made to stand still, and what is seen of it meanwhile.
 
 use probe_engine::addr::Gva;
+use probe_engine::linux::unwind::{Cut, End};
 use probe_engine::probe::pace::{GateId, HoldMode, Pace};
 use std::sync::mpsc;
 use std::thread;
@@ -63,6 +64,45 @@ fn a_guest_that_is_paused_does_nothing_until_it_is_resumed() {
     // The shell at the gate opens its script.
     assert_eq!(ended.hits(0), ended.workload("done", "openat") + 1);
     assert!(ended.hits(1) > 0 && ended.hits(1) < ended.hits(0));
+}
+
+/// Much of what such a guest does is done by detours, also of returns, and where memory is read.
+#[test]
+fn who_stands_in_a_detour_is_seen_where_it_goes_on() {
+    const LOOKS: usize = 150;
+    let Some(guest) = Guest::new() else { return };
+    let kernel = guest.subject.kernel.clone();
+    let functions = ["do_sys_openat2", "vfs_open", "vfs_read", "do_filp_open", "security_file_open"];
+    let known: Vec<&str> = functions.into_iter().filter(|name| kernel.symbol(name).is_some()).collect();
+    let mut guest = guest.cpus(1).unwind().optimize();
+    for name in &known {
+        guest = guest.probe(Probe::at(*name).record()).probe(Probe::on_return(*name).record());
+    }
+    let ended = guest.run_with("getppid:10,open:2000000", |handle, console| {
+        console.wait_for("workload: getppid", 1);
+        let (mut probed, mut lost) = (0, Vec::new());
+        for _ in 0..LOOKS {
+            handle.command(Command::Pause).unwrap();
+            let standing = handle.standing().unwrap();
+            handle.command(Command::Resume).unwrap();
+            let slide = standing.slide.unwrap();
+            let Some(stack) = &standing.cpus[0].stack else { continue };
+            let innermost = |at: Gva| kernel.symbols().function_at(Gva(at.0.wrapping_sub(slide)));
+            let name = stack.frames.first().and_then(|frame| Some(innermost(frame.at)?.symbol.name));
+            probed += usize::from(name.is_some_and(|name| known.contains(&name)));
+            // Of thunks the kernel itself knows nothing.
+            let is_whole = matches!(stack.end, End::User(_) | End::Bottom | End::Cut(Cut::Undefined(_)));
+            if !is_whole || (name.is_none() && !stack.frames.is_empty()) {
+                lost.push(format!("{:?} {name:?} {:?}", stack.frames.first(), stack.end));
+            }
+            thread::sleep(Duration::from_millis(3));
+        }
+        println!("{probed} of {LOOKS} in a function with probes, {} not known", lost.len());
+        assert!(probed > 0);
+        assert!(lost.is_empty(), "{lost:#?}");
+        handle.command(Command::Stop).unwrap();
+    });
+    assert_eq!(ended.report.end, vmm::session::Outcome::Stopped);
 }
 
 #[test]

@@ -81,6 +81,9 @@ impl Control<'_> {
         tables: &VcpuTables,
     ) -> Result<(), DebugError> {
         let shown = self.standing_vcpu(vcpu, parked)?;
+        if tables.is_amid_own(Gva(shown.rip)) {
+            return Err(DebugError::InOwnCode(vcpu));
+        }
         let space = parked.positions().get(vcpu).and_then(|position| position.space());
         if !space.is_some_and(|space| space.is_canonical(Gva(regs.rip))) {
             return Err(DebugError::NoCode(Gva(regs.rip)));

@@ -126,6 +126,11 @@ pub enum DebugError {
     /// The CPU is in the middle of something.
     #[error("CPU {0} is in the middle of an access to a device, or waits for whoever reads the events")]
     Amid(usize),
+    /// The CPU is in code of ours, with other registers than are shown.
+    #[error(
+        "CPU {0} is in the code of a probe, which puts registers back: let it execute one instruction first"
+    )]
+    InOwnCode(usize),
     /// No code can be there.
     #[error("no code can be at {0}")]
     NoCode(Gva),

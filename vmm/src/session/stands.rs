@@ -55,7 +55,7 @@ impl Control<'_> {
             None => Stood { is_halted: position.is_halted, ..Stood::at(position.rip) },
             Some((regs, system)) => {
                 let memory = VirtMemory::new(&*self.ram, system.space());
-                let regs = tables.behind_gates(regs, &memory);
+                let regs = tables.behind_detours(tables.behind_gates(regs, &memory), &memory);
                 let task = tasks.and_then(|tasks| tasks.list.of_stack(Gva(regs.rsp)));
                 let stack = tables.stack(&memory, &regs, task);
                 let rip = tables.shown(Gva(regs.rip));

@@ -11,6 +11,7 @@ use crate::stack::{Callers, FRAMES, Stack, Walked};
 use crate::trap::Int3Handlers;
 use crate::world;
 use probe_engine::addr::Gva;
+use probe_engine::detour::behind::behind;
 use probe_engine::detour::instances::Instances;
 use probe_engine::detour::layout::TRAMPOLINE;
 use probe_engine::gate;
@@ -158,6 +159,16 @@ impl VcpuTables {
         gate::behind_all(regs, behind)
     }
 
+    /// The registers with which a CPU goes on that is at `regs`: where it is in a detour, those behind that.
+    pub(crate) fn behind_detours(&self, regs: Regs, memory: &VirtMemory<'_, GuestRam>) -> Regs {
+        self.behind(&regs, memory).unwrap_or(regs)
+    }
+
+    /// Whether a CPU that is at `at` is in code of ours which stands for no instruction of the guest's.
+    pub(crate) fn is_amid_own(&self, at: Gva) -> bool {
+        self.is_own(at) && self.sites.original(at).is_none()
+    }
+
     /// Whether a call returns there that is followed, by a trap or by a detour.
     pub(super) fn is_trampoline(&self, at: Gva) -> bool {
         let is_detours = |detoured: &Detoured| at.is_in(&detoured.trampolines);
@@ -194,6 +205,28 @@ impl Callers for VcpuTables {
         }
         self.sites.original(at)
     }
+
+    fn behind(&self, regs: &Regs, memory: &VirtMemory<'_, GuestRam>) -> Option<Regs> {
+        if !self.is_own(Gva(regs.rip)) {
+            return None;
+        }
+        let own = |at| self.is_own(at).then(|| instruction(at, memory).unwrap_or_default());
+        let original = |at| self.sites.copied_from(at).or_else(|| self.real(at, memory.phys));
+        behind(regs, memory, own, original)
+    }
+}
+
+/// The bytes of the instruction at `at`, and what is behind, as far as that is in its page.
+fn instruction(at: Gva, memory: &VirtMemory<'_, GuestRam>) -> Option<Vec<u8>> {
+    /// The longest instruction has 15 bytes, the smallest page 4096.
+    const LONGEST: u64 = 15;
+    let length = LONGEST.min(4096 - at.0 % 4096);
+    let mut bytes = vec![0; LONGEST as usize];
+    if memory.read(at, &mut bytes).is_err() {
+        bytes.truncate(length as usize);
+        memory.read(at, &mut bytes).ok()?;
+    }
+    Some(bytes)
 }
 
 /// Whether system registers are of use at each hit there.

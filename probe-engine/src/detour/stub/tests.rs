@@ -1,6 +1,7 @@
 use super::*;
 use crate::capture::filter::{Order, Test};
 use crate::capture::{Base, Fetch, Hop, Read, What};
+use crate::detour::behind::behind;
 use crate::detour::condition::{ComparedString, HitCondition, Number, Origin};
 use crate::detour::layout::{self, CALLS, HITS, SLOTS, Slots, record};
 use crate::detour::reads::{Given, Reads};
@@ -128,6 +129,14 @@ pub(super) fn emulated(
     while regs.rip != SITE.0 + 5 {
         steps += 1;
         assert!(steps < 100_000, "it is bounded");
+        let own = |at: Gva| {
+            let bytes = stub.code.get(at.0.wrapping_sub(AT.0) as usize..)?;
+            (!bytes.is_empty()).then(|| bytes[..bytes.len().min(15)].to_vec())
+        };
+        if own(Gva(regs.rip)).is_some() {
+            let behind = behind(&regs, &ram.memory(), own, |_| None).unwrap();
+            assert_eq!(behind, Regs { rip: SITE.0 + 5, ..before }, "at {:#x}", regs.rip);
+        }
         let Some(bytes) = stub.code.get(regs.rip.wrapping_sub(AT.0) as usize..) else {
             other(&mut regs);
             continue;
