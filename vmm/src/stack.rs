@@ -120,6 +120,8 @@ impl Ours for OnStack<'_> {
 /// Walks a stack, for at most `most` frames of the kernel. Gives nothing where the kernel's tables are not known.
 pub(crate) fn walk(walked: Walked<'_>, most: usize, mut put: impl FnMut(Piece)) {
     let Walked { view, callers, memory, regs, .. } = walked;
+    let behind = callers.behind(regs, memory);
+    let regs = behind.as_ref().unwrap_or(regs);
     let Some(kernel) = &view.unwind else { return };
     let code = Code { kernel, slide: view.slide, modules: &view.modules };
     let mut frames = Walk::new(code, memory, regs, most.min(MOST_FRAMES), OnStack { callers, memory });

@@ -11,6 +11,7 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs::File;
+use std::mem;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::thread;
@@ -18,6 +19,8 @@ use std::time::{Duration, Instant};
 
 /// How long a guest may take to say of which kernel it is.
 const LONGEST_BOOT: Duration = Duration::from_secs(30);
+/// How often it is asked.
+const OFTEN: Duration = Duration::from_millis(300);
 /// So many descriptors of a client are kept.
 const MOST_DESCRIPTORS: usize = 16;
 /// All commands that there are.
@@ -47,6 +50,8 @@ pub(super) struct Commands {
     seen: SeenMemory,
     /// Whether it has negotiated.
     is_ready: bool,
+    /// Whether it has waited for the guest to say of which kernel it is.
+    has_waited: bool,
     /// The last descriptor that has come in, and has no name.
     received: Option<OwnedFd>,
     /// Those that have.
@@ -100,6 +105,7 @@ impl Commands {
             connection: None,
             seen: SeenMemory::default(),
             is_ready: false,
+            has_waited: false,
             received: None,
             named: BTreeMap::new(),
         }
@@ -218,6 +224,9 @@ impl Commands {
 
     /// Who reads a dump wants to know of which kernel it is. One that boots says so early, and one that stands still says no more.
     fn wait_for_vmcoreinfo(&mut self) -> Result<(), QmpError> {
+        if mem::replace(&mut self.has_waited, true) {
+            return Ok(());
+        }
         let until = Instant::now() + LONGEST_BOOT;
         while Instant::now() < until {
             let is_known =
@@ -225,7 +234,7 @@ impl Commands {
             if is_known || self.status()?.get("running") != Some(&json!(true)) {
                 break;
             }
-            thread::sleep(Duration::from_millis(100));
+            thread::sleep(OFTEN);
         }
         Ok(())
     }

@@ -6,6 +6,7 @@ mod call_frames;
 mod pushes;
 mod spans;
 
+use crate::say::say;
 use object::elf;
 use object::write::StringId;
 use object::write::elf::{FileHeader, ProgramHeader, SectionHeader, Sym, Writer};
@@ -16,33 +17,29 @@ use probe_engine::linux::orc::{OrcError, OrcTable};
 use probe_engine::linux::symbols::{Symbol, SymbolTable};
 use std::ops::Range;
 
-/// Why there is no such file.
-#[derive(Debug, thiserror::Error)]
-pub(crate) enum SymbolElfError {
-    #[error(transparent)]
-    Orc(OrcError),
-    #[error("what is known of its stacks takes more room than such a file has")]
-    CallFrames(#[source] gimli::write::Error),
-    #[error("there are more symbols than such a file has room for")]
-    Symbols(#[source] Error),
-}
-
-/// The file of a kernel. One that was built with another unwinder has frame pointers, which debuggers follow without being told.
+/// The file of a kernel. One that was built with another unwinder than ORC has frame pointers, which debuggers follow without being
+/// told. What cannot be said of its stacks is left out, and that is said.
 ///
 /// # Errors
-/// When its ORC table is not understood, or something is larger than such a file can hold.
-pub(crate) fn of(kernel: &Kernel) -> Result<Vec<u8>, SymbolElfError> {
+/// When there are more symbols than such a file can hold.
+pub(crate) fn of(kernel: &Kernel) -> Result<Vec<u8>, Error> {
     let image = kernel.image();
-    let call_frames = match OrcTable::parse(image) {
-        Ok(orc) => call_frames::debug_frame(&orc, kernel.symbols(), |range| image.bytes(range))
-            .map_err(SymbolElfError::CallFrames)?,
-        Err(OrcError::Missing) => Vec::new(),
-        Err(error) => return Err(SymbolElfError::Orc(error)),
-    };
+    let call_frames =
+        match OrcTable::parse(image) {
+            Ok(orc) => call_frames::debug_frame(&orc, kernel.symbols(), |range| image.bytes(range)).map_err(
+                |error| format!("the kernel's ORC table cannot be put so that debuggers read it: {error}"),
+            ),
+            Err(OrcError::Missing) => Ok(Vec::new()),
+            Err(error) => Err(error.to_string()),
+        };
+    let call_frames = call_frames.unwrap_or_else(|why| {
+        say(format_args!("debuggers will not find callers by this file: {why}"));
+        Vec::new()
+    });
     let build_id = image.build_id().map(note).unwrap_or_default();
-    let code = image.sections().filter(|section| section.executable).map(|section| section.range);
-    written(kernel.symbols(), image.text_start(), &code.collect::<Vec<_>>(), &call_frames, &build_id)
-        .map_err(SymbolElfError::Symbols)
+    let code: Vec<_> =
+        image.sections().filter(|section| section.executable).map(|section| section.range).collect();
+    written(kernel.symbols(), image.text_start(), &code, &call_frames, &build_id)
 }
 
 /// A part of the kernel, as a section of the file: a debugger takes what lies in code for a function.

@@ -18,6 +18,10 @@ pub(super) const KEPT: [Register; 6] =
 
 /// Most bytes from where a frame is found by RBP to where all is pushed.
 const LONGEST_PROLOGUE: u64 = 128;
+/// Most bytes that a function pushes there.
+const DEEPEST: i16 = 256;
+/// Most different pushes.
+const MOST_PUSHES: usize = 64;
 
 /// Where the caller's value of a register is.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -61,6 +65,10 @@ impl Pushes {
             let push = last.filter(|last| last.next_ip() == before.range.end.0);
             if let Some(register) = push.as_ref().and_then(pushed) {
                 below_frame.insert((depth, register));
+                // No function pushes so much: that is no such code.
+                if below_frame.len() > MOST_PUSHES {
+                    return Self { below_frame: HashSet::new(), below_bp: Vec::new() };
+                }
             }
         }
         Self { below_frame, below_bp: below_bp(spans, code).unwrap_or_default() }
@@ -128,6 +136,9 @@ fn below_bp<'a>(spans: &[Span], code: &impl Fn(&Range<Gva>) -> Option<&'a [u8]>)
         }
         if is_push {
             depth += 8;
+        }
+        if depth > DEEPEST {
+            break;
         }
         // A second push of a register is of the function's own value.
         if let Some(register) = pushed(&instruction)

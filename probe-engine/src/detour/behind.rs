@@ -4,6 +4,7 @@
 //! A stub puts back all that it has used, and each way out of it does the same to the stack: one of them is followed, for what it
 //! does there and for what comes from there. Nothing is written.
 
+use super::stub::{RET, SAVED};
 use crate::addr::Gva;
 use crate::insn::decode::decode;
 use crate::insn::operand::general;
@@ -12,18 +13,24 @@ use crate::regs::{Regs, rflags};
 use crate::virt_memory::VirtMemory;
 use iced_x86::{FlowControl, Instruction, MemorySize, Mnemonic, Register};
 use std::collections::{HashMap, HashSet};
+use std::ops::Range;
 
 /// No way out is longer, in instructions.
-const LONGEST: usize = 8 << 10;
+const LONGEST: usize = 4 << 10;
+/// Nor has one more words on the stack that are not there yet, or more branches. The code is ours, but the guest may have mapped
+/// another page in its place.
+const MOST_PUSHED: usize = 64;
+const MOST_BRANCHES: usize = 512;
 
 /// The registers behind the stub in which a CPU is with `regs`. `own` gives the bytes of
-/// an instruction of ours, and none of others; `original` says what
+/// an instruction of ours, and none of others; `leave` is where [the code](super::stub::leave) lies that all trampolines lead to; `original` says what
 /// an instruction was moved or copied from, and where a trampoline leads. `None` where the way out cannot be followed.
 #[must_use]
 pub fn behind<M: PhysMemory + ?Sized>(
     regs: &Regs,
     memory: &VirtMemory<'_, M>,
     own: impl Fn(Gva) -> Option<Vec<u8>>,
+    leave: &Range<Gva>,
     original: impl Fn(Gva) -> Option<Gva>,
 ) -> Option<Regs> {
     let mut way = Way { at: *regs, pushed: HashMap::new(), memory, has_tested: true, others: Vec::new() };
@@ -35,12 +42,19 @@ pub fn behind<M: PhysMemory + ?Sized>(
         }
         let Some(code) = own(at) else { return Some(way.at) };
         let instruction = decode(&code, at)?;
-        if !passed.insert(at) || way.pass(&instruction).is_none() {
+        let is_way_out = at.is_in(leave) && instruction.mnemonic() == Mnemonic::Jmp;
+        let is_passed = if is_way_out { way.put_back(at == ret(leave)) } else { way.pass(&instruction) };
+        if !passed.insert(at) || is_passed.is_none() {
             // Round and round, or to where nothing says how it goes on.
             (way.at, way.pushed) = way.others.pop()?;
         }
     }
     None
+}
+
+/// Where code of ours returns.
+fn ret(leave: &Range<Gva>) -> Gva {
+    leave.start.add(RET as u64)
 }
 
 struct Way<'a, M: PhysMemory + ?Sized> {
@@ -65,9 +79,9 @@ impl<M: PhysMemory + ?Sized> Way<'_, M> {
             Mnemonic::Push => {
                 // What is no register is not put back.
                 let value = general(instruction.op0_register()).map_or(0, |register| register.of(&self.at));
-                self.push(value);
+                self.push(value)?;
             }
-            Mnemonic::Pushfq => self.push(self.at.rflags),
+            Mnemonic::Pushfq => self.push(self.at.rflags)?,
             Mnemonic::Pop => {
                 let (value, to) = (self.pop()?, general(instruction.op0_register())?);
                 *to.slot(&mut self.at) = value;
@@ -96,7 +110,7 @@ impl<M: PhysMemory + ?Sized> Way<'_, M> {
             }
             _ => match instruction.flow_control() {
                 FlowControl::UnconditionalBranch => self.at.rip = instruction.near_branch_target(),
-                FlowControl::ConditionalBranch if !has_tested => {
+                FlowControl::ConditionalBranch if !has_tested && self.others.len() < MOST_BRANCHES => {
                     let taken = Regs { rip: instruction.near_branch_target(), ..self.at };
                     self.others.push((taken, self.pushed.clone()));
                 }
@@ -107,9 +121,22 @@ impl<M: PhysMemory + ?Sized> Way<'_, M> {
         Some(())
     }
 
-    fn push(&mut self, value: u64) {
+    /// The way from a trampoline leads to the stub of its instance, which puts all back that was saved and returns.
+    fn put_back(&mut self, is_put_back: bool) -> Option<()> {
+        if !is_put_back {
+            for saved in SAVED.iter().rev() {
+                *general((*saved).into())?.slot(&mut self.at) = self.pop()?;
+            }
+            self.at.rflags = self.pop()?;
+        }
+        self.at.rip = self.pop()?;
+        Some(())
+    }
+
+    fn push(&mut self, value: u64) -> Option<()> {
         self.at.rsp = self.at.rsp.wrapping_sub(8);
         self.pushed.insert(self.at.rsp, value);
+        (self.pushed.len() <= MOST_PUSHED).then_some(())
     }
 
     fn pop(&mut self) -> Option<u64> {

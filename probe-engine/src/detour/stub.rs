@@ -29,6 +29,7 @@ mod relocation;
 mod scope;
 
 pub use calls::{LEAVE, leave, trampolines};
+pub(super) use calls::{RET, SAVED};
 
 use condition::Branch;
 

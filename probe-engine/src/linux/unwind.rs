@@ -33,7 +33,7 @@ const LARGEST_STACK: u64 = 64 << 10;
 /// Most changes to another stack: one CPU has six, and a task one.
 const MOST_STACKS: u32 = 8;
 /// Most code of ours that a stack leads through: the guest may write there what it likes.
-const MOST_OF_OURS: u32 = 8;
+const MOST_OF_OURS: u32 = 4;
 /// What a frame with a frame pointer looks like: what the kernel takes code for that it has no row for.
 const FRAME_POINTER: OrcFrame = OrcFrame {
     holds: Holds::Return,
@@ -287,11 +287,12 @@ impl<'a, M: PhysMemory + ?Sized, F: Ours> Walk<'a, M, F> {
         // behind that.
         if !code.is_kernels(at.ip)
             && code.may_be_ours(at.ip)
-            && at.ours_left > 0
-            && let Some(behind) =
+            && let Some(left) = at.ours_left.checked_sub(1)
+            && let Some(behind) = {
+                at.ours_left = left;
                 gate::behind(&at.regs(), stack.memory).or_else(|| self.ours.behind(&at.regs()))
+            }
         {
-            at.ours_left -= 1;
             at.go_on(&behind);
             at.ip = self.ours.real(Gva(behind.rsp.wrapping_sub(8)), at.ip).unwrap_or(at.ip);
             kind = FrameKind::Interrupted;

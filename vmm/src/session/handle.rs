@@ -127,9 +127,7 @@ pub enum DebugError {
     #[error("CPU {0} is in the middle of an access to a device, or waits for whoever reads the events")]
     Amid(usize),
     /// The CPU is in code of ours, with other registers than are shown.
-    #[error(
-        "CPU {0} is in the code of a probe, which puts registers back: let it execute one instruction first"
-    )]
+    #[error("CPU {0} is in code of vmm's, which puts registers back: they can be set once it has left that")]
     InOwnCode(usize),
     /// No code can be there.
     #[error("no code can be at {0}")]

@@ -27,7 +27,10 @@ impl Control<'_> {
         };
         let mut bytes = vec![0; wanted.length];
         match VirtMemory::new(&memory, spaces).read(wanted.at, &mut bytes) {
-            Ok(()) => Ok(bytes),
+            Ok(()) => {
+                tables.hide_trampolines(wanted.at, &mut bytes, &self.ram);
+                Ok(bytes)
+            }
             Err(fault) => match self.before_mapped(wanted.at, wanted.length) {
                 Some(gpa) if memory.read(gpa, &mut bytes).is_ok() => Ok(bytes),
                 _ => Err(ReadError::Unmapped(fault.at)),

@@ -14,6 +14,7 @@ use probe_engine::addr::Gva;
 use probe_engine::detour::behind::behind;
 use probe_engine::detour::instances::Instances;
 use probe_engine::detour::layout::TRAMPOLINE;
+use probe_engine::detour::stub::LEAVE;
 use probe_engine::gate;
 use probe_engine::paging::{AddressSpace, Spaces, window};
 use probe_engine::probe::table::{Anchor, Internal, ProbeId, ProbeSet, Site, StepMethod};
@@ -175,6 +176,18 @@ impl VcpuTables {
         self.sites.is_trampoline(at) || self.detoured.as_ref().is_some_and(is_detours)
     }
 
+    /// Puts back what return addresses are in the guest's own words, among `bytes` of its memory that lie at `at`.
+    pub(crate) fn hide_trampolines(&self, at: Gva, bytes: &mut [u8], ram: &GuestRam) {
+        let first = at.0.next_multiple_of(8).wrapping_sub(at.0) as usize;
+        let (words, _) = bytes.get_mut(first..).unwrap_or_default().as_chunks_mut::<8>();
+        for word in words {
+            let back = Gva(u64::from_le_bytes(*word));
+            if self.is_own(back) && self.is_trampoline(back) {
+                *word = self.caller(back, ram).0.to_le_bytes();
+            }
+        }
+    }
+
     /// Where a call that returns to `back` really returns to, behind the trampolines of other return probes.
     pub(super) fn caller(&self, back: Gva, ram: &GuestRam) -> Gva {
         /// So many probes on one function show their caller.
@@ -212,7 +225,8 @@ impl Callers for VcpuTables {
         }
         let own = |at| self.is_own(at).then(|| instruction(at, memory).unwrap_or_default());
         let original = |at| self.sites.copied_from(at).or_else(|| self.real(at, memory.phys));
-        behind(regs, memory, own, original)
+        let trampolines = self.detoured.as_ref().map_or(Gva(0), |detoured| detoured.trampolines.end);
+        behind(regs, memory, own, &(trampolines..trampolines.add(LEAVE as u64)), original)
     }
 }
 

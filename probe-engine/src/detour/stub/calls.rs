@@ -49,14 +49,14 @@ use iced_x86::code_asm::{
 /// Bytes of [`leave`].
 pub const LEAVE: usize = 64;
 /// Where in it code of ours goes to return.
-pub(super) const RET: usize = 48;
+pub(in crate::detour) const RET: usize = 48;
 
 const INT3: u8 = 0xcc;
 const JMP_RAX: [u8; 2] = [0xff, 0xe0];
 const RET_NEAR: u8 = 0xc3;
 
 /// What trampolines need besides what a stub does.
-pub(super) const SAVED: &[AsmRegister64] = &[rax, rcx, rdx, r8, rbx];
+pub(in crate::detour) const SAVED: &[AsmRegister64] = &[rax, rcx, rdx, r8, rbx];
 
 /// The trampolines of all instances, for [`Guest::trampolines`]. They lead to [`leave`], behind them.
 #[must_use]

@@ -19,6 +19,7 @@ use crate::linux::targets::tests::targets;
 use crate::linux::task;
 use crate::linux::testing::Ram;
 use crate::linux::thunks::tests::thunks;
+use crate::memory::PhysMemory as _;
 use crate::probe::jump_constraints::JumpConstraints;
 use crate::regs::Regs;
 use iced_x86::Register::{R8, RAX, RBX, RSP};
@@ -134,7 +135,7 @@ pub(super) fn emulated(
             (!bytes.is_empty()).then(|| bytes[..bytes.len().min(15)].to_vec())
         };
         if own(Gva(regs.rip)).is_some() {
-            let behind = behind(&regs, &ram.memory(), own, |_| None).unwrap();
+            let behind = behind(&regs, &ram.memory(), own, &(Gva(0)..Gva(0)), |_| None).unwrap();
             assert_eq!(behind, Regs { rip: SITE.0 + 5, ..before }, "at {:#x}", regs.rip);
         }
         let Some(bytes) = stub.code.get(regs.rip.wrapping_sub(AT.0) as usize..) else {
@@ -386,6 +387,59 @@ fn way_out(guest: &Guest) -> Vec<Instruction> {
         }
     }
     panic!("it leads nowhere: {code:?}")
+}
+
+/// A CPU on the way from a trampoline is on its way to the caller, whatever the guest's branches are.
+#[test]
+fn who_is_on_the_way_out_goes_on_at_the_caller() {
+    const THUNK: Gva = Gva(0xffff_ffff_8200_0840);
+    const CALLER: Gva = Gva(0xffff_ffff_8123_4567);
+    for thunk in [None, Some(THUNK)] {
+        let guest = Guest { branches: Branches { ret: thunk, jump: thunk }, ..guest() };
+        let named = guest.trampolines.add(8 * 7 + 5);
+        let leave_at = guest.trampolines.add(layout::TRAMPOLINES);
+        let code = leave(&guest).unwrap();
+        let ram = Ram::new();
+        let stack = Ram::BASE.0 + 0x800;
+        let before =
+            Regs { rsp: stack, rax: 1, rbx: 2, rcx: 3, rdx: 4, r8: 8, rflags: 0x202, ..Regs::default() };
+        let range = leave_at..leave_at.add(LEAVE as u64);
+        let own = |at: Gva| at.is_in(&range).then(|| code[(at.0 - leave_at.0) as usize..].to_vec());
+        let original = |at: Gva| (at == named).then_some(CALLER);
+        let after = Regs { rip: CALLER.0, rsp: stack + 8, ..before };
+        let check = |regs: &Regs| {
+            assert_eq!(behind(regs, &ram.memory(), own, &range, original), Some(after), "{regs:x?}");
+        };
+        let put = |at: u64, value: u64| {
+            let memory = ram.memory();
+            let gpa = memory.translate(Gva(at), crate::paging::Access::Read).unwrap();
+            memory.phys.write(gpa, &value.to_le_bytes()).unwrap();
+        };
+        put(stack, named.0);
+        let mut regs = Regs { rip: leave_at.0, ..before };
+        for instruction in way_out(&guest) {
+            check(&regs);
+            let pushed = match instruction.mnemonic() {
+                Mnemonic::Push => {
+                    Some(crate::insn::operand::general(instruction.op0_register()).unwrap().of(&regs))
+                }
+                Mnemonic::Pushfq => Some(regs.rflags),
+                _ => None,
+            };
+            if let Some(value) = pushed {
+                regs.rsp -= 8;
+                put(regs.rsp, value);
+            } else if instruction.mnemonic() == Mnemonic::Cli {
+                regs.rflags &= !0x200;
+            } else {
+                // What it finds of its instance.
+                (regs.rax, regs.rbx) = (0xaaaa, 0xbbbb);
+            }
+            regs.rip = instruction.next_ip();
+        }
+        // All is put back, and it returns.
+        check(&Regs { rip: guest.ret().0, ..before });
+    }
 }
 
 /// The instruction by which code of ours returns.
