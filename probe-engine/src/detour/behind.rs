@@ -22,9 +22,9 @@ const LONGEST: usize = 4 << 10;
 const MOST_PUSHED: usize = 64;
 const MOST_BRANCHES: usize = 512;
 
-/// The registers behind the stub in which a CPU is with `regs`. `own` gives the bytes of
-/// an instruction of ours, and none of others; `leave` is where [the code](super::stub::leave) lies that all trampolines lead to; `original` says what
-/// an instruction was moved or copied from, and where a trampoline leads. `None` where the way out cannot be followed.
+/// The registers behind the stub in which a CPU is with `regs`. `own` gives the bytes of an instruction of ours, and none of
+/// others; `leave` is where [the code](super::stub::leave) lies that all trampolines lead to; `original` says what an instruction was
+/// moved or copied from, and where a trampoline leads. `None` where the way out cannot be followed.
 #[must_use]
 pub fn behind<M: PhysMemory + ?Sized>(
     regs: &Regs,
@@ -101,7 +101,7 @@ impl<M: PhysMemory + ?Sized> Way<'_, M> {
             Mnemonic::And if on_stack => {
                 let cleared = u64::from(!instruction.immediate8()) << shift(instruction)?;
                 let word = self.word(self.at.rsp)?;
-                self.pushed.insert(self.at.rsp, word & !cleared);
+                self.put(word & !cleared)?;
             }
             Mnemonic::Cli => self.at.rflags &= !rflags::IF,
             Mnemonic::Sti => self.at.rflags |= rflags::IF,
@@ -135,6 +135,11 @@ impl<M: PhysMemory + ?Sized> Way<'_, M> {
 
     fn push(&mut self, value: u64) -> Option<()> {
         self.at.rsp = self.at.rsp.wrapping_sub(8);
+        self.put(value)
+    }
+
+    /// `value` is on top of the stack now.
+    fn put(&mut self, value: u64) -> Option<()> {
         self.pushed.insert(self.at.rsp, value);
         (self.pushed.len() <= MOST_PUSHED).then_some(())
     }

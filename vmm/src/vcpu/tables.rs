@@ -178,7 +178,7 @@ impl VcpuTables {
 
     /// Puts back what return addresses are in the guest's own words, among `bytes` of its memory that lie at `at`.
     pub(crate) fn hide_trampolines(&self, at: Gva, bytes: &mut [u8], ram: &GuestRam) {
-        let first = at.0.next_multiple_of(8).wrapping_sub(at.0) as usize;
+        let first = (at.0.wrapping_neg() % 8) as usize;
         let (words, _) = bytes.get_mut(first..).unwrap_or_default().as_chunks_mut::<8>();
         for word in words {
             let back = Gva(u64::from_le_bytes(*word));
