@@ -108,8 +108,9 @@ monitor stack
 delete
 break *__x64_sys_getppid
 continue
+while $pc < (unsigned long)&__x64_sys_getppid + 5
 stepi
-stepi
+end
 finish
 printf "followed=%x\n", $pc == $back
 set $m = 0
