@@ -14,28 +14,29 @@ use gimli::{Encoding, Format, LittleEndian, Register, X86_64};
 use probe_engine::addr::Gva;
 use probe_engine::linux::orc::{BpBase, Holds, OrcFrame, OrcRow, OrcTable, SpBase};
 use probe_engine::linux::symbols::SymbolTable;
+use probe_engine::regs::Register as Saved;
 use std::collections::HashMap;
 use std::ops::Range;
 
-/// Where `struct pt_regs` has the registers (arch/x86/include/asm/ptrace.h).
-const PT_REGS: [(Register, i32); 17] = [
-    (X86_64::R15, 0),
-    (X86_64::R14, 8),
-    (X86_64::R13, 16),
-    (X86_64::R12, 24),
-    (X86_64::RBP, 32),
-    (X86_64::RBX, 40),
-    (X86_64::R11, 48),
-    (X86_64::R10, 56),
-    (X86_64::R9, 64),
-    (X86_64::R8, 72),
-    (X86_64::RAX, 80),
-    (X86_64::RCX, 88),
-    (X86_64::RDX, 96),
-    (X86_64::RSI, 104),
-    (X86_64::RDI, 112),
-    (X86_64::RA, 128),
-    (X86_64::RSP, 152),
+/// All registers that `struct pt_regs` has.
+const PT_REGS: [(Register, Saved); 17] = [
+    (X86_64::R15, Saved::R15),
+    (X86_64::R14, Saved::R14),
+    (X86_64::R13, Saved::R13),
+    (X86_64::R12, Saved::R12),
+    (X86_64::RBP, Saved::Rbp),
+    (X86_64::RBX, Saved::Rbx),
+    (X86_64::R11, Saved::R11),
+    (X86_64::R10, Saved::R10),
+    (X86_64::R9, Saved::R9),
+    (X86_64::R8, Saved::R8),
+    (X86_64::RAX, Saved::Rax),
+    (X86_64::RCX, Saved::Rcx),
+    (X86_64::RDX, Saved::Rdx),
+    (X86_64::RSI, Saved::Rsi),
+    (X86_64::RDI, Saved::Rdi),
+    (X86_64::RA, Saved::Rip),
+    (X86_64::RSP, Saved::Rsp),
 ];
 /// Where what the CPU pushes at an interrupt has them (SDM volume 3, section 6.14.2).
 const IRET_FRAME: [(Register, i32); 2] = [(X86_64::RA, 0), (X86_64::RSP, 24)];
@@ -91,20 +92,22 @@ impl Kind {
         let encoding = Encoding { address_size: 8, format: Format::Dwarf32, version: 1 };
         let mut cie = CommonInformationEntry::new(encoding, 1, -8, X86_64::RA);
         cie.add_instruction(CallFrameInstruction::Cfa(X86_64::RSP, 8));
-        let saved: &[(Register, i32)] = match self {
+        let saved: Vec<(Register, i32)> = match self {
             Self::Bottom => {
                 cie.add_instruction(CallFrameInstruction::Undefined(X86_64::RA));
-                &[]
+                Vec::new()
             }
             Self::Frame { holds: Holds::Return, .. } => {
                 KEPT.iter().for_each(|kept| cie.add_instruction(CallFrameInstruction::SameValue(*kept)));
-                &[(X86_64::RA, -8)]
+                vec![(X86_64::RA, -8)]
             }
-            Self::Frame { holds: Holds::Regs, .. } => &PT_REGS,
-            Self::Frame { holds: Holds::IretFrame, .. } => &IRET_FRAME,
+            Self::Frame { holds: Holds::Regs, .. } => {
+                PT_REGS.map(|(register, saved)| (register, saved.saved().into())).to_vec()
+            }
+            Self::Frame { holds: Holds::IretFrame, .. } => IRET_FRAME.to_vec(),
         };
         for (register, at) in saved {
-            cie.add_instruction(CallFrameInstruction::Offset(*register, *at));
+            cie.add_instruction(CallFrameInstruction::Offset(register, at));
         }
         cie.signal_trampoline = matches!(self, Self::Frame { signal: true, .. });
         cie
